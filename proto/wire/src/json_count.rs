@@ -10,6 +10,12 @@ pub fn exceeds_json_count(json: &[u8], structural: u8, most: usize) -> bool {
         && count_outside_strings(json, structural) > most
 }
 
+/// Returns true if a JSON text has more than `most` items of lists, members of objects, or values
+/// after the first of either. One of four bytes takes up to 200 in memory.
+pub fn exceeds_json_values(json: &[u8], most: usize) -> bool {
+    b"[:,".iter().any(|structural| exceeds_json_count(json, *structural, most))
+}
+
 fn count_outside_strings(json: &[u8], structural: u8) -> usize {
     let (mut count, mut in_string, mut is_escaped) = (0, false, false);
     for byte in json {
@@ -35,5 +41,10 @@ mod tests {
         assert_eq!(count_outside_strings(json.as_bytes(), b':'), 3);
         assert!(exceeds_json_count(json.as_bytes(), b'{', 2));
         assert!(!exceeds_json_count(json.as_bytes(), b'{', 3));
+        for many in ["[0,0,0,0]", "[[],[[]]]", "{\"a\":{\"b\":{\"c\":{\"d\":1}}}}"] {
+            assert!(exceeds_json_values(many.as_bytes(), 2), "{many}");
+            assert!(!exceeds_json_values(many.as_bytes(), 4), "{many}");
+        }
+        assert!(!exceeds_json_values(br#"["[,:[,:[,:"]"#, 2));
     }
 }

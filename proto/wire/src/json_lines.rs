@@ -5,6 +5,11 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::json_count::exceeds_json_values;
+
+/// Values of a row: texts of known data sets have some, token ids up to a few hundred thousand.
+pub const ROW_VALUES_MAX: usize = 1_000_000;
+
 /// The place of an object in the file that a user gave, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RowPlace {
@@ -61,6 +66,10 @@ pub struct JsonMistake {
 }
 
 impl JsonMistake {
+    fn too_many_values() -> Self {
+        Self { column: 1, reason: format!("more than {ROW_VALUES_MAX} values in one row") }
+    }
+
     fn from_json(line: &str, error: &serde_json::Error) -> Self {
         let column = error.column();
         let (text, place) =
@@ -131,6 +140,9 @@ pub(crate) fn deserialize_lines<'a, T: Deserialize<'a>>(
     let lines = decode_text(text)?.lines().enumerate();
     Ok(lines.filter(|(_, text)| !text.trim().is_empty()).map(move |(index, text)| {
         let place = to_place(index + 1);
+        if exceeds_json_values(text.as_bytes(), ROW_VALUES_MAX) {
+            return Err(JsonLineError { place, source: JsonMistake::too_many_values() });
+        }
         let value = serde_json::from_str(text);
         value.map(|value| (place, text, value)).map_err(|error: serde_json::Error| JsonLineError {
             place,
@@ -153,6 +165,15 @@ mod tests {
             (error.place, error.source.to_string()),
             (RowPlace::Line(3), "column 7: expected value (D101)".into())
         );
+    }
+
+    #[test]
+    fn a_line_with_countless_values_is_refused_before_it_is_parsed() {
+        let line = |items: usize| format!("{{\"a\": [{}0]}}", "0,".repeat(items));
+        let parse = |text: &str| parse_json_lines(text.as_bytes()).unwrap().next().unwrap().err();
+        assert!(parse(&line(1000)).is_none());
+        let error = parse(&line(ROW_VALUES_MAX + 1)).unwrap().source.to_string();
+        assert!(error.contains("more than 1000000 values"), "{error}");
     }
 
     #[test]

@@ -48,10 +48,10 @@ pub use error_code::ErrorCode;
 pub use example::{ExamplesError, TrainingExample};
 pub use fact::{Fact, FactBody, FactError, Record, RecordLineError};
 pub use id::{AgentId, IdError, JobId, NAME_BYTES_MAX, Pool, RunId, SuiteName, make_slug};
-pub use json_count::exceeds_json_count;
+pub use json_count::{exceeds_json_count, exceeds_json_values};
 pub use json_lines::{
-    EncodingError, JsonLine, JsonLineError, JsonMistake, RowPlace, decode_text, parse_json_lines,
-    parse_json_rows,
+    EncodingError, JsonLine, JsonLineError, JsonMistake, ROW_VALUES_MAX, RowPlace, decode_text,
+    parse_json_lines, parse_json_rows,
 };
 pub use json_schema::{COMPILED_PATTERN_MAX, check_schema_patterns};
 pub use message_methods::ANY_MODEL_ABILITY;

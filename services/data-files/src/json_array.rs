@@ -3,8 +3,8 @@
 use std::fmt;
 
 use serde::de::{Deserializer as _, Error as _, SeqAccess, Visitor};
-use serde_json::Value;
-use wire::RowPlace;
+use serde_json::{Value, value::RawValue};
+use wire::{ROW_VALUES_MAX, RowPlace};
 
 use crate::{error::DataFileError, line_writer::LineWriter};
 
@@ -22,14 +22,16 @@ impl<'de> Visitor<'de> for ItemVisitor<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(item) = items.next_element::<Value>()? {
+        while let Some(item) = items.next_element::<&RawValue>()? {
             let place = RowPlace::Row(self.writer.next_line());
-            let written = match item {
-                Value::Object(row) => self.writer.write_row(&row),
-                _ => Err(DataFileError::Row {
-                    place,
-                    problem: "expected an object such as {\"prompt\": \"2+2=\"}".to_owned(),
-                }),
+            let wrong = |problem: String| Err(DataFileError::Row { place, problem });
+            let written = if wire::exceeds_json_values(item.get().as_bytes(), ROW_VALUES_MAX) {
+                wrong(format!("it has more than {ROW_VALUES_MAX} values; split it"))
+            } else {
+                match serde_json::from_str::<Value>(item.get()).map_err(A::Error::custom)? {
+                    Value::Object(row) => self.writer.write_row(&row),
+                    _ => wrong("expected an object such as {\"prompt\": \"2+2=\"}".to_owned()),
+                }
             };
             if let Err(error) = written {
                 *self.failure = Some(error);

@@ -285,6 +285,10 @@ fn a_json_array_is_read_item_by_item() {
         (b"[{}] []", "trailing characters"),
         (b"[{\"a\": \"\xff\"}]", "column 9: the byte 0xff"),
         (["[{}", &",{}".repeat(1000), "]"].concat().as_bytes(), "more than 1000 rows"),
+        (
+            ["[{\"a\": [0", &",0".repeat(1_000_001), "]}]"].concat().as_bytes(),
+            "row 1: it has more than 1000000 values",
+        ),
     ] {
         let error = refuse("t.json", text);
         assert!(error.contains(words), "{error}");
