@@ -3,6 +3,7 @@
 //! library.
 
 mod architecture;
+mod bounded_text;
 mod config;
 pub mod convert;
 mod dtype;
@@ -14,6 +15,7 @@ mod model_dir;
 mod model_outline;
 pub mod peft;
 pub mod safetensors;
+mod tokenizer_parts;
 
 pub use architecture::Architecture;
 pub use config::{
@@ -29,6 +31,7 @@ pub use model_dir::{
     list_weight_names,
 };
 pub use model_outline::{ModelOutline, TokenLimits};
+pub use tokenizer_parts::TokenizerParts;
 
 /// Entry points for the fuzz targets in `tests/fuzz`.
 #[doc(hidden)]

@@ -133,10 +133,8 @@ fn join_names(names: &[impl AsRef<str>]) -> Option<String> {
 }
 
 fn read_bounded(path: &Path, most: u64) -> Result<String, ModelDirError> {
-    use std::io::Read;
-    let mut text = String::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
-    read.map(|_| text).map_err(|source| ModelDirError::File { path: path.into(), source })
+    let text = crate::bounded_text::read_text(path, most);
+    text.map_err(|source| ModelDirError::File { path: path.into(), source })
 }
 
 #[cfg(test)]

@@ -7,10 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use formats::TokenizerParts;
 use serde_json::{Map, Value};
 
 /// The tokenizer.json of a large vocabulary has about 30 MB.
-const FILE_BYTES_MAX: u64 = 256 << 20;
+const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+/// Settings may describe thousands of tokens, in 1 MB.
+const SETTINGS_BYTES_MAX: u64 = 8 << 20;
 
 /// The reason why the files of a tokenizer cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -37,8 +40,12 @@ impl SpecialTokens {
         let object = |name: &str| read_object(&dir.join(name));
         let settings = object("tokenizer_config.json")?.unwrap_or_default();
         let names = object("special_tokens_map.json")?.unwrap_or_default();
-        let tokenizer = object("tokenizer.json")?.unwrap_or_default();
-        let own = read_text(&dir.join("chat_template.jinja"))?;
+        let path = dir.join("tokenizer.json");
+        let tokenizer = read_text(&path, TOKENIZER_BYTES_MAX)?;
+        let tokenizer = tokenizer.as_deref().map(TokenizerParts::parse).transpose();
+        let tokenizer = tokenizer.map_err(|source| SpecialTokensError::Json { path, source })?;
+        let tokenizer = tokenizer.unwrap_or_default();
+        let own = read_text(&dir.join("chat_template.jinja"), SETTINGS_BYTES_MAX)?;
         let template = own.or_else(|| settings.get("chat_template").and_then(template_from_config));
         let named = names.iter().chain(&settings).filter(|(name, _)| name.ends_with("_token"));
         let named =
@@ -53,17 +60,17 @@ impl SpecialTokens {
         tokenizer_json: &str,
     ) -> Result<Self, SpecialTokensError> {
         let wrong = |source| SpecialTokensError::Json { path: path.to_owned(), source };
-        let tokenizer: Map<String, Value> = serde_json::from_str(tokenizer_json).map_err(wrong)?;
+        let tokenizer = TokenizerParts::parse(tokenizer_json).map_err(wrong)?;
         Ok(Self::from_tokenizer(by_name, &tokenizer))
     }
 
-    fn from_tokenizer(by_name: BTreeMap<String, String>, tokenizer: &Map<String, Value>) -> Self {
-        let added = tokenizer.get("added_tokens").and_then(Value::as_array);
+    fn from_tokenizer(by_name: BTreeMap<String, String>, tokenizer: &TokenizerParts) -> Self {
+        let added = tokenizer.added_tokens.as_array();
         let added = added.into_iter().flatten().filter_map(|token| {
             let id = u32::try_from(token["id"].as_u64()?).ok()?;
             Some((id, token["content"].as_str()?.to_owned()))
         });
-        let prepended_token = tokenizer.get("post_processor").and_then(find_prepended_token);
+        let prepended_token = find_prepended_token(&tokenizer.post_processor);
         Self { by_name, prepended_token, added_tokens: added.collect() }
     }
 
@@ -101,20 +108,20 @@ fn find_prepended_token(post_processor: &Value) -> Option<String> {
     Some(token.unwrap_or(name).to_owned())
 }
 
-/// Returns `None` if the file does not exist. Stops after [`FILE_BYTES_MAX`] bytes.
-fn read_text(path: &Path) -> Result<Option<String>, SpecialTokensError> {
+/// Returns `None` if the file does not exist. Stops after `most` bytes.
+fn read_text(path: &Path, most: u64) -> Result<Option<String>, SpecialTokensError> {
     let failed = |source| SpecialTokensError::Read { path: path.to_owned(), source };
     if !path.exists() {
         return Ok(None);
     }
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    file.take(most).read_to_string(&mut text).map_err(failed)?;
     Ok(Some(text))
 }
 
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, SpecialTokensError> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
+    let Some(text) = read_text(path, SETTINGS_BYTES_MAX)? else { return Ok(None) };
     let read = serde_json::from_str(&text);
     read.map(Some).map_err(|source| SpecialTokensError::Json { path: path.to_owned(), source })
 }

@@ -1,6 +1,7 @@
 //! Typed access to the fields of a `config.json`.
 
 use super::{ModelConfigError, RopeScaling};
+use crate::bounded_text::read_text;
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -12,8 +13,11 @@ pub(crate) const MAX_HEADS: usize = 1 << 12;
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 pub(crate) const MAX_POSITIONS: usize = 1 << 28;
 
+/// The largest settings: those of a tokenizer may describe thousands of tokens, in 1 MB.
+pub(crate) const SETTINGS_BYTES_MAX: u64 = 8 << 20;
+
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfigError> {
-    let text = std::fs::read_to_string(path)
+    let text = read_text(path, SETTINGS_BYTES_MAX)
         .map_err(|source| ModelConfigError::Read { path: path.into(), source })?;
     serde_json::from_str(&text)
         .map_err(|source| ModelConfigError::Json { path: path.into(), source })

@@ -1,8 +1,7 @@
 //! Reads the header of a safetensors file: names, types, shapes and ranges of the tensors, all
 //! checked against the file's size.
 
-use super::header_fields::{HeaderFields, LENGTH_BYTES, parse_header_length};
-use serde_json::Value;
+use super::header_fields::{HeaderFields, LENGTH_BYTES, TensorFields, parse_header_length};
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -42,30 +41,23 @@ type SafetensorsHeader = (BTreeMap<String, TensorEntry>, BTreeMap<String, String
 
 /// Expects `data` bytes after the header, which the tensors must fill exactly.
 pub(super) fn parse_header(text: &[u8], data: u64) -> Result<SafetensorsHeader, String> {
-    let HeaderFields { tensors, metadata } =
+    let HeaderFields { tensors, undescribed, metadata } =
         serde_json::from_slice(text).map_err(|error| format!("its header is not JSON: {error}"))?;
+    let no_entry = |name: &str| format!("tensor `{name}` is not described");
+    if let Some(name) = undescribed {
+        return Err(no_entry(&name));
+    }
     let mut entries = BTreeMap::new();
-    for (name, value) in tensors {
-        let entry =
-            parse_entry(&value).ok_or_else(|| format!("tensor `{name}` is not described"))?;
+    for (name, TensorFields { dtype, shape, data_offsets: (start, end) }) in tensors {
+        if start > end {
+            return Err(no_entry(&name));
+        }
+        let entry = TensorEntry { dtype, shape, range: start..end };
         check_size(&name, &entry)?;
         entries.insert(name, entry);
     }
     check_ranges(&entries, data)?;
     Ok((entries, metadata))
-}
-
-fn parse_entry(value: &Value) -> Option<TensorEntry> {
-    let numbers = |field: &str| -> Option<Vec<u64>> {
-        value.get(field)?.as_array()?.iter().map(Value::as_u64).collect()
-    };
-    let dtype = value.get("dtype")?.as_str()?.to_owned();
-    match numbers("data_offsets")?.as_slice() {
-        [start, end] if start <= end => {
-            Some(TensorEntry { dtype, shape: numbers("shape")?, range: *start..*end })
-        }
-        _ => None,
-    }
 }
 
 /// Compares shape and type with the number of bytes.
@@ -124,10 +116,12 @@ mod tests {
     fn a_header_that_does_not_fit_its_file_is_refused_with_the_reason() {
         let good = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
             "b":{"dtype":"BF16","shape":[2,1],"data_offsets":[8,12]},
-            "__metadata__":{"format":"pt"}}"#;
+            "__metadata__":{"format":"pt","made":7}}"#;
         let (entries, metadata) = parse_header(good.as_bytes(), 12).unwrap();
         assert_eq!(entries["b"].range, 8..12);
-        assert_eq!(metadata["format"], "pt");
+        assert_eq!(metadata, [("format".to_owned(), "pt".to_owned())].into());
+        let (_, none) = parse_header(br#"{"__metadata__":[{"format":"pt"}]}"#, 0).unwrap();
+        assert!(none.is_empty());
         for (from, to, data, expected) in [
             ("", "", 11, "truncated: 1 bytes"),
             ("", "", 20, "8 bytes follow"),
@@ -136,6 +130,8 @@ mod tests {
             ("[2,1]", "[3,1]", 12, "cannot have 4 bytes"),
             ("[2,1]", "[-2,1]", 12, "`b` is not described"),
             ("[8,12]", "[12,8]", 12, "`b` is not described"),
+            (r#"{"dtype":"BF16","shape":[2,1],"data_offsets":[8,12]}"#, "[]", 12, "`b` is not"),
+            (r#","shape":[2]"#, "", 12, "`a` is not described"),
             ("BF16", "Q9", 12, "unknown kind `Q9`"),
             ("{\"a\"", "[", 12, "not JSON"),
         ] {

@@ -1,8 +1,9 @@
 //! The length field and the JSON text of a safetensors header, for readers that check more or less
-//! of it. Only the syntax is checked here.
+//! of it. Only the syntax is checked here. A header of 100 MB may have any values, which would take
+//! gigabytes, so only those of the format are kept.
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -19,10 +20,21 @@ pub fn parse_header_length(field: [u8; LENGTH_BYTES]) -> Result<u64, u64> {
     if bytes <= HEADER_BYTES_MAX { Ok(bytes) } else { Err(bytes) }
 }
 
+#[derive(Default)]
 pub(super) struct HeaderFields {
-    pub(super) tensors: BTreeMap<String, Value>,
+    pub(super) tensors: BTreeMap<String, TensorFields>,
+    /// A tensor whose description lacks a field, or has another form.
+    pub(super) undescribed: Option<String>,
     /// The entries of `__metadata__` that are texts.
     pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// The description of a tensor.
+#[derive(serde::Deserialize)]
+pub(super) struct TensorFields {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<u64>,
+    pub(super) data_offsets: (u64, u64),
 }
 
 impl<'de> Deserialize<'de> for HeaderFields {
@@ -41,22 +53,52 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut tensors, mut metadata) = (BTreeMap::new(), BTreeMap::new());
+        let mut header = HeaderFields::default();
         while let Some(name) = map.next_key::<String>()? {
-            if name != "__metadata__" {
-                tensors.insert(name, map.next_value()?);
-            } else if let Value::Object(pairs) = map.next_value()? {
-                metadata = pairs.into_iter().filter_map(to_text_pair).collect();
+            let text = map.next_value::<&RawValue>()?.get();
+            if name == "__metadata__" {
+                let pairs = serde_json::from_str::<TextPairs>(text);
+                header.metadata = pairs.map(|pairs| pairs.0).unwrap_or_default();
+                continue;
+            }
+            // Structures are read from lists as well.
+            let fields = text.starts_with('{').then(|| serde_json::from_str(text).ok()).flatten();
+            if let Some(fields) = fields {
+                header.tensors.insert(name, fields);
+            } else {
+                header.undescribed.get_or_insert(name);
             }
         }
-        Ok(HeaderFields { tensors, metadata })
+        Ok(header)
     }
 }
 
-fn to_text_pair((key, value): (String, Value)) -> Option<(String, String)> {
-    match value {
-        Value::String(text) => Some((key, text)),
-        _ => None,
+/// The members of an object that are texts.
+struct TextPairs(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for TextPairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(TextPairsVisitor)
+    }
+}
+
+struct TextPairsVisitor;
+
+impl<'de> Visitor<'de> for TextPairsVisitor {
+    type Value = TextPairs;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut pairs = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if let Ok(text) = serde_json::from_str(map.next_value::<&RawValue>()?.get()) {
+                pairs.insert(name, text);
+            }
+        }
+        Ok(TextPairs(pairs))
     }
 }
 
