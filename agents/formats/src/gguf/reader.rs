@@ -16,6 +16,10 @@ const NAME_BYTES_MAX: u64 = 65_535;
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 /// Elements of all arrays of a file together.
 const ELEMENTS_MAX: u64 = 1 << 24;
+/// Bytes before the data: nearly all of them are the vocabulary, of up to 60 MB.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+const FIELDS_MAX: u64 = 1 << 16;
+const TENSORS_MAX: u64 = 1 << 20;
 /// ggml's own limit.
 const DIMENSIONS_MAX: u32 = 4;
 const ALIGNMENT_MAX: u64 = 1 << 16;
@@ -121,6 +125,9 @@ fn read_header(input: &mut HeaderReader<impl Read>) -> Result<GgufHeader, GgufFa
     }
     let tensors = input.read_u64("its tensor count")?;
     let fields = input.read_u64("its field count")?;
+    if tensors > TENSORS_MAX || fields > FIELDS_MAX {
+        return format_error(format!("it claims {tensors} tensors and {fields} fields"));
+    }
     let fields = read_fields(input, fields)?;
     let alignment = data_alignment(&fields)?;
     let mut tensors = read_tensors(input, tensors)?;
@@ -322,11 +329,40 @@ impl<R: Read> HeaderReader<R> {
     /// Advances, or fails if the file has fewer bytes left.
     fn claim_bytes(&mut self, bytes: u64, what: &str) -> Result<(), GgufFault> {
         match self.at.checked_add(bytes) {
-            Some(at) if at <= self.length => {
+            Some(at) if at <= self.length.min(HEADER_BYTES_MAX) => {
                 self.at = at;
                 Ok(())
             }
+            Some(at) if at <= self.length => {
+                format_error(format!("its header has more than {HEADER_BYTES_MAX} bytes"))
+            }
             _ => format_error(format!("it is truncated in {what}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem<T>(read: Result<T, GgufFault>) -> String {
+        match read {
+            Err(GgufFault::Format(problem)) => problem,
+            _ => panic!("it is accepted"),
+        }
+    }
+
+    #[test]
+    fn a_header_as_large_as_its_file_is_not_read() {
+        for (tensors, fields) in [(TENSORS_MAX + 1, 0), (0, FIELDS_MAX + 1)] {
+            let counts = [tensors.to_le_bytes(), fields.to_le_bytes()].concat();
+            let header = [&MAGIC[..], &3_u32.to_le_bytes(), &counts].concat();
+            let mut input = HeaderReader { file: &header[..], at: 0, length: 1 << 40 };
+            let problem = problem(read_header(&mut input));
+            assert_eq!(problem, format!("it claims {tensors} tensors and {fields} fields"));
+        }
+        let mut input = HeaderReader { file: io::empty(), at: HEADER_BYTES_MAX, length: 1 << 40 };
+        let problem = problem(input.read_u32("a field's kind"));
+        assert!(problem.contains("more than 268435456 bytes"), "{problem}");
     }
 }
