@@ -25,7 +25,7 @@ pub fn read_file(path: impl AsRef<Path>) -> String {
 
 /// Returns the sources of the flags, and their variables, of the commands that run as services.
 pub fn flag_sources() -> String {
-    let arguments = ["access", "agent", "converters", "fleet", "members", "verify"];
+    let arguments = ["access", "agent", "converters", "fleet", "members", "stack", "verify"];
     let arguments = arguments.map(|name| read_file(format!("services/cli/src/args/{name}.rs")));
     arguments.concat() + &read_file("services/cli/src/fleet.rs")
 }

@@ -59,14 +59,13 @@ pub(crate) async fn compare_models(flags: &GlobalArgs, args: &CompareArgs) -> an
 }
 
 fn compare_pairs(path: &Path, alpha: f64) -> anyhow::Result<(Comparison, usize)> {
-    let test = PairedTest::new(alpha)?;
     let name = path.display().to_string();
     let lines: Box<dyn BufRead> = if path == Path::new("-") {
         Box::new(std::io::stdin().lock())
     } else {
         Box::new(BufReader::new(File::open(path).with_context(|| format!("read {name}"))?))
     };
-    compare_pair_lines(test, lines).context(name)
+    compare_pair_lines(PairedTest::new(alpha)?, lines).context(name)
 }
 
 fn open_judge(path: &Path) -> anyhow::Result<PairJudge> {
@@ -101,8 +100,7 @@ fn print_comparison(found: &ModelComparison) {
     if let Some(judge) = &found.judge {
         output::print_wrapped(&judge.describe());
     }
-    if found.unpaired > 0 {
-        let unpaired = found.unpaired;
+    if let unpaired @ 1.. = found.unpaired {
         output::print_message(&format!("{unpaired} samples have no partner and do not count"));
     }
 }

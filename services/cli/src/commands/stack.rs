@@ -45,8 +45,7 @@ fn install_stack(args: &StackInstallArgs, json: bool) -> anyhow::Result<()> {
         if args.torch { Some(&mut install) } else { None };
     let stack = open_stacks(&args.place)?.install_stack(&args.name, &source, torch)?;
     output::print_json_or(json, &stack, || {
-        let name = &stack.name;
-        output::print_message(&format!("installed; try it with `flotilla stack use {name}`"));
+        output::print_message(&format!("installed; try it: flotilla stack use {}", stack.name));
     })
 }
 
