@@ -155,9 +155,9 @@ fn an_owners_process_on_the_gpu_stops_new_jobs_but_not_the_current_one() {
     add_owner_process();
     let _agent = start_agent(&fleet, &host, &["--roles", "trainer", "--yield-to-owner"]);
     let files = SpecFiles::create(fleet.path());
-    let resting =
-        await_status(&fleet, "it yields", |agent| has_trouble(agent, "game (4242) uses the GPU"));
-    assert_eq!(resting["state"], "DRAINING");
+    await_status(&fleet, "it yields", |agent| {
+        agent["state"] == "DRAINING" && has_trouble(agent, "game (4242) uses the GPU")
+    });
     let run = fleet.submit(&files.write_sft_spec(4000, 500));
     let log = RawLog::open(&fleet);
     wait_until("the order waits and nobody asks for it", LIMIT, || {
