@@ -263,3 +263,19 @@ impl AcrossMeasurement {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_shows_the_stored_results() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let results = "docs/benchmarks/across";
+        let files = ResultFiles::open_or_create(&root.join(results)).unwrap();
+        let report = read_report(files, format_command(10, Some(Path::new(results))), 10).unwrap();
+        let section = markdown::write_markdown(&report);
+        let page = std::fs::read_to_string(root.join("docs/RAFT-FIGURES.md")).unwrap();
+        assert!(page.contains(&section), "{section}");
+    }
+}
