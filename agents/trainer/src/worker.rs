@@ -100,6 +100,8 @@ fn run_training(
     // The values of the steps since the last saved one.
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     let mut weighting: Option<WeightReport> = None;
+    // The memory of another device is not known.
+    let is_on_cpu = compute.device.is_cpu();
     while trainer.completed_steps() < last as usize
         && let Some(report) = trainer.run_step()?
     {
@@ -140,7 +142,7 @@ fn run_training(
                 false => Vec::new(),
             },
             weighting: weighting.as_ref().map(weighting_message),
-            peak_memory_bytes: hardware::peak_memory_bytes(),
+            peak_memory_bytes: if is_on_cpu { hardware::peak_memory_bytes() } else { 0 },
         }));
         if due {
             schedule.record_save(began.elapsed().as_secs_f64());

@@ -161,7 +161,9 @@ impl FleetControl {
         let has_samples = !matches!(
             &own,
             Err(ChannelError::NotComparable(_)
-                | ChannelError::Compare(CompareError::NoSamples { .. }))
+                | ChannelError::Compare(
+                    CompareError::NoSamples { .. } | CompareError::NotLast { .. }
+                ))
         );
         if has_samples {
             return own;
@@ -210,10 +212,12 @@ fn pair_measurements(runs: &[Run], a: &v1::ChannelMove, b: &v1::ChannelMove) -> 
     })
 }
 
-/// Returns the runs that measured a model, the newest first.
+/// Returns the runs that measured a model by held-out samples with verdicts, the newest first.
 fn list_measurements<'a>(runs: &'a [Run], model: &v1::ChannelMove) -> Vec<&'a Run> {
+    let has_verdicts = |raft: &v1::spec::Raft| raft.heldout.is_some() && raft.verifier.is_some();
     let measured = |run: &&Run| {
         run.spec.only_measures()
+            && run.raft_spec().is_some_and(has_verdicts)
             && run.current_state() == v1::run::State::Succeeded
             && move_to_base(run.id.as_str(), &run.spec).has_model_of(model)
     };
@@ -238,7 +242,12 @@ mod tests {
     /// Returns a run that measured a model with this many samples of each prompt.
     fn measured(number: u64, model: &v1::ChannelMove, samples: u32, succeeded: bool) -> Run {
         let id = RunId::new(format!("measure-{number}")).unwrap();
-        let raft = v1::spec::Raft { heldout_samples_per_prompt: samples, ..Default::default() };
+        let raft = v1::spec::Raft {
+            heldout_samples_per_prompt: samples,
+            heldout: Some(v1::Blob::default()),
+            verifier: Some(v1::Verifier::default()),
+            ..Default::default()
+        };
         let spec = v1::Spec {
             run: id.to_string(),
             base: Some(to_base(model.clone())),
@@ -257,7 +266,7 @@ mod tests {
     #[test]
     fn the_newest_measurements_that_are_alike_stand_for_two_models() {
         let (base, tuned, other) = (model("m", None), model("m", Some("a")), model("n", None));
-        let runs = [
+        let mut runs = vec![
             measured(1, &base, 1, true),
             measured(2, &tuned, 1, true),
             measured(3, &base, 2, true),
@@ -266,6 +275,13 @@ mod tests {
             measured(6, &base, 3, false),
             measured(7, &other, 4, true),
         ];
+        // A judge compares those.
+        for mut unjudged in [measured(8, &base, 5, true), measured(9, &tuned, 5, true)] {
+            if let Some(v1::spec::Kind::Raft(raft)) = &mut unjudged.spec.kind {
+                raft.verifier = None;
+            }
+            runs.push(unjudged);
+        }
         let pair = |a, b| pair_measurements(&runs, a, b).map(|runs| runs.map(|it| it.to_string()));
         let expected = Some(["measure-3", "measure-4"].map(str::to_owned));
         assert_eq!(pair(&base, &tuned), expected, "5 has no partner that succeeded");

@@ -40,7 +40,7 @@ pub enum CompareError {
     OtherSettings { a: String, b: String, field: &'static str },
     #[error(
         "{name} is not the last checkpoint of its cycle, which drew the held-out samples; leave out \
-         the step (R117)"
+         the step, or draw samples of it by `flotilla compare` with --prompts (R117)"
     )]
     NotLast { name: String },
     #[error(

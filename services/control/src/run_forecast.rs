@@ -47,7 +47,7 @@ pub enum ForecastError {
     NoAgents,
     #[error("the run {0} (R121)")]
     MissingRoles(String),
-    #[error("{0} trains nothing, or its training is not ordered by Flotilla (R121)")]
+    #[error("{0} has no training to forecast: it is a watched run, or has `raft.cycles: 0` (R121)")]
     NoTraining(String),
     #[error(
         "{0:?} is not a time: write 18:00, 2026-12-01T18:00, or a duration from now such as 8h (R121)"
@@ -123,9 +123,9 @@ impl FleetControl {
         let (report, first, prepared) = self.check_runs(yaml, files).await?;
         let other_model_type = self.find_other_model_type(&first.base, files).await;
         let spec = v1::Spec { other_model_type, ..describe_spec(&first, &prepared) };
-        let statuses = self.require_agents(&spec).await?;
         let workload = RunWorkload::from_spec(&spec);
         let workload = workload.ok_or_else(|| ForecastError::NoTraining(first.name.clone()))?;
+        let statuses = self.require_agents(&spec).await?;
         let base = self.identify_base(&first.base).await?;
         let runs = self.list_runs().await?;
         let (histories, same) = self.read_histories(&runs, &base, u64::MAX).await?;

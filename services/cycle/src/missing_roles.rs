@@ -1,6 +1,6 @@
 //! The roles that a run needs and no agent offers, and the jobs that no agent can do now.
 
-use wire::{FactKey, WorkKind, v1};
+use wire::{FactKey, PromptSet, WorkKind, v1};
 
 use crate::{fold::parse_job_id, state::Run};
 
@@ -25,10 +25,14 @@ pub fn missing_roles<'a>(
 ) -> Vec<&'static str> {
     let mut missing = match &spec.kind {
         Some(v1::spec::Kind::Raft(raft)) => {
-            let mut needed =
-                if spec.only_measures() { vec!["generator"] } else { vec!["trainer", "generator"] };
-            needed
-                .extend(raft.prompt_sets().any(|set| set.verifier.is_some()).then_some("verifier"));
+            let only_measures = spec.only_measures();
+            let sampled = raft.prompt_sets().filter(|set| {
+                !only_measures || (set.purpose == v1::Purpose::Heldout && set.file.is_some())
+            });
+            let sampled: Vec<PromptSet<'_>> = sampled.collect();
+            let mut needed = if only_measures { Vec::new() } else { vec!["trainer"] };
+            needed.extend((!sampled.is_empty()).then_some("generator"));
+            needed.extend(sampled.iter().any(|set| set.verifier.is_some()).then_some("verifier"));
             needed.extend(raft.teacher.is_some().then_some("scorer"));
             needed
         }
@@ -154,9 +158,14 @@ mod tests {
         };
         let all = ["trainer", "generator", "verifier", "evaluator"];
         assert_eq!(missing_roles(&spec, [], 0), all);
-        let kind = Some(v1::spec::Kind::Raft(v1::spec::Raft::default()));
-        let measuring = v1::Spec { kind, ..v1::Spec::default() };
-        assert_eq!(missing_roles(&measuring, [], 0), ["generator"], "it trains nothing");
+        let measuring = |heldout| {
+            let verifier = Some(v1::Verifier::default());
+            let raft = v1::spec::Raft { heldout, verifier, ..v1::spec::Raft::default() };
+            v1::Spec { kind: Some(v1::spec::Kind::Raft(raft)), ..v1::Spec::default() }
+        };
+        let sampled = measuring(Some(v1::Blob::default()));
+        assert_eq!(missing_roles(&sampled, [], 0), ["generator", "verifier"], "it trains nothing");
+        assert!(missing_roles(&measuring(None), [], 0).is_empty(), "nor does it sample");
         let taught = v1::Spec {
             kind: Some(v1::spec::Kind::Raft(v1::spec::Raft {
                 cycles: 1,
