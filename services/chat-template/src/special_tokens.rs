@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 /// The tokenizer.json of a large vocabulary has about 30 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
-/// Settings may describe thousands of tokens, in 1 MB.
-const SETTINGS_BYTES_MAX: u64 = 8 << 20;
+/// Those of models of speech describe up to 65 000 tokens, in 12 MB.
+const SETTINGS_BYTES_MAX: u64 = 32 << 20;
 
 /// The reason why the files of a tokenizer cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +108,7 @@ fn find_prepended_token(post_processor: &Value) -> Option<String> {
     Some(token.unwrap_or(name).to_owned())
 }
 
-/// Returns `None` if the file does not exist. Stops after `most` bytes.
+/// Returns `None` if the file does not exist. Fails if it has more than `most` bytes.
 fn read_text(path: &Path, most: u64) -> Result<Option<String>, SpecialTokensError> {
     let failed = |source| SpecialTokensError::Read { path: path.to_owned(), source };
     if !path.exists() {
@@ -116,7 +116,11 @@ fn read_text(path: &Path, most: u64) -> Result<Option<String>, SpecialTokensErro
     }
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(most).read_to_string(&mut text).map_err(failed)?;
+    let read = file.take(most + 1).read_to_string(&mut text).map_err(failed)?;
+    if read as u64 > most {
+        let problem = format!("it has more than {most} bytes");
+        return Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, problem)));
+    }
     Ok(Some(text))
 }
 

@@ -13,8 +13,8 @@ pub(crate) const MAX_HEADS: usize = 1 << 12;
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 pub(crate) const MAX_POSITIONS: usize = 1 << 28;
 
-/// The largest settings: those of a tokenizer may describe thousands of tokens, in 1 MB.
-pub(crate) const SETTINGS_BYTES_MAX: u64 = 8 << 20;
+/// The largest settings: those of a tokenizer may describe 65 000 tokens, in 12 MB.
+pub(crate) const SETTINGS_BYTES_MAX: u64 = 32 << 20;
 
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelConfigError> {
     let text = read_text(path, SETTINGS_BYTES_MAX)

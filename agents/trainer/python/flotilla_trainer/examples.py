@@ -161,8 +161,9 @@ def end_token(base):
     for name in ("config.json", "generation_config.json"):
         fields = _read(base, name)
         named = fields.get("eos_token_id")
-        if named is None:
-            named = (fields.get("text_config") or {}).get("eos_token_id")
+        text = fields.get("text_config")
+        if named is None and isinstance(text, dict):
+            named = text.get("eos_token_id")
         tokens += named if isinstance(named, list) else [named]
     tokens = [token for token in tokens if isinstance(token, int)]
     if not tokens:
