@@ -20,7 +20,7 @@ cd "$(dirname "$0")/.."
 . deploy/python-packages.sh
 
 LIBC=2.28
-# A wheel has 37.5 MB. A much larger one contains what it should not, such as tables of debuggers.
+# A wheel has 39.2 MB. A much larger one contains what it should not, such as tables of debuggers.
 WHEEL_MB_MAX=45
 host=$(uname -m)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
