@@ -6,8 +6,8 @@ use std::{
     path::Path,
 };
 
-/// Reads a file. Fails if it has more than `most` bytes.
-pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
+/// Reads a text file. Fails if it has more than `most` bytes.
+pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     let mut text = String::new();
     let read = File::open(path)?.take(most + 1).read_to_string(&mut text)?;
     if read as u64 > most {

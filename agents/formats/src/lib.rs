@@ -18,6 +18,7 @@ pub mod safetensors;
 mod tokenizer_parts;
 
 pub use architecture::Architecture;
+pub use bounded_text::read_text;
 pub use config::{
     ArchitectureDetails, ExpertShape, GraniteFactors, LongRope, ModelConfig, ModelConfigError,
     RopeScaling,

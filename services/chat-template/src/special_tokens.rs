@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -114,14 +113,7 @@ fn read_text(path: &Path, most: u64) -> Result<Option<String>, SpecialTokensErro
     if !path.exists() {
         return Ok(None);
     }
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let read = file.take(most + 1).read_to_string(&mut text).map_err(failed)?;
-    if read as u64 > most {
-        let problem = format!("it has more than {most} bytes");
-        return Err(failed(std::io::Error::new(std::io::ErrorKind::FileTooLarge, problem)));
-    }
-    Ok(Some(text))
+    formats::read_text(path, most).map(Some).map_err(failed)
 }
 
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, SpecialTokensError> {
