@@ -166,19 +166,12 @@ fn adapter_spec(seed: u64, steps: u32) -> TrainSpec {
         warmup_ratio: 0.1,
         decay: LearningRateDecay::Cosine,
         final_ratio: 0.1,
-        betas: (0.9, 0.999),
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        dropout: 0.0,
-        freezes_a: false,
-        clip_norm: 1.0,
         batch_size: BATCH_SIZE,
         micro_batch_tokens: 4096,
-        gradient_checkpointing: false,
-        epochs: 1,
         max_steps: Some(steps as usize),
         max_tokens: 64,
         seed,
+        ..TrainSpec::default()
     }
 }
 
